@@ -71,6 +71,8 @@ def test_columns_of_zeros_are_drawn_and_others_stay():
     right = np.random.default_rng(0).normal(size=(88, RANK)).astype(np.float32)
     right[:10, 1] = 0
     right[18:] = 0
+    # A zero by itself is no column of zeros.
+    right[5, 0] = 0
     context = make_context(step=3, seed=5)
     filled = matrices.filled(
         tf.constant(right.reshape(-1)), matrices.columns, RANK, context
@@ -78,6 +80,7 @@ def test_columns_of_zeros_are_drawn_and_others_stay():
     filled = np.reshape(filled, [-1, RANK])
     drawn = np.reshape(drawn_by(matrices, context), [-1, RANK])
     expected = np.where(right == 0, drawn, right)
+    expected[5, 0] = 0
     np.testing.assert_array_equal(filled, expected)
     assert abs(drawn.mean()) < 0.3 and 0.7 < drawn.std() < 1.3
     # All workers draw the same, and other numbers in another step.

@@ -95,13 +95,16 @@ def test_any_bucketing_gives_the_same_bits(workers, row, blocks, size):
         assert count > 1
 
 
-def test_a_large_model_is_cut_into_eighths(monkeypatch):
-    row = ROWS["TernGrad"]
-    whole, count = train(row, 1, block_size=50)
+@pytest.mark.parametrize(
+    ("name", "blocks", "expected"),
+    [("TernGrad", {"block_size": 50}, 8), ("PowerSGD", {}, 2)],
+)
+def test_a_large_model_has_several_buckets(name, blocks, expected, monkeypatch):
+    whole, count = train(ROWS[name], 1, **blocks)
     assert count == 1
     monkeypatch.setattr(plan, "_LEAST_BYTES", 4 * 50)
-    cut, count = train(row, 1, block_size=50)
-    assert count == 8
+    cut, count = train(ROWS[name], 1, **blocks)
+    assert count == expected
     assert bits_of(whole) == bits_of(cut)
 
 

@@ -151,16 +151,20 @@ class Matrices(NamedTuple):
             context: The step.
         """
         table = tf.reshape(factors, [-1, rank])
-        of_matrix = np.repeat(np.arange(len(counts)), counts)
-        is_used = tf.math.unsorted_segment_max(tf.abs(table), of_matrix, len(counts))
-        is_used = tf.gather(is_used > 0, of_matrix)
 
-        def fill():
-            numbers = tf.reshape(self.drawn(counts, rank, context), [-1, rank])
-            return tf.where(is_used, table, numbers)
+        def search():
+            of_matrix = np.repeat(np.arange(len(counts)), counts)
+            maxima = tf.math.unsorted_segment_max(abs(table), of_matrix, len(counts))
+            is_used = tf.gather(maxima > 0, of_matrix)
 
-        filled = tf.cond(tf.reduce_all(is_used), lambda: table, fill)
-        return tf.reshape(filled, [-1])
+            def fill():
+                numbers = tf.reshape(self.drawn(counts, rank, context), [-1, rank])
+                return tf.where(is_used, table, numbers)
+
+            return tf.cond(tf.reduce_all(is_used), lambda: table, fill)
+
+        has_zeros = tf.reduce_any(tf.equal(table, 0))
+        return tf.reshape(tf.cond(has_zeros, search, lambda: table), [-1])
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ from tfgradcomp.transports import (
 
 # More buckets by default would take longer to trace and overlap no better.
 _LEAST_BYTES, _BUCKETS = 16 * 2**20, 8
+# More of them make a step slower on quick links.
+_BUCKETS_OF_TWO_ROUNDS = 2
 
 FALLBACKS = (None, "float32")
 
@@ -244,10 +246,9 @@ def _cut(vector, bucket_bytes):
     if not is_cut or not method.is_blockwise:
         return layout, whole
     if bucket_bytes is None:
-        if method.compressor.mean_reduced_fields(layout):
-            # Each bucket would wait for two rounds, and its messages are short.
-            return layout, whole
-        bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
+        has_two_rounds = method.compressor.mean_reduced_fields(layout)
+        count = _BUCKETS_OF_TWO_ROUNDS if has_two_rounds else _BUCKETS
+        bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // count)
     blocks = vector.tensors if method.needs_whole_tensors else layout
     return layout, cut_ranges(blocks, max(bucket_bytes // 4, 1), most)
 

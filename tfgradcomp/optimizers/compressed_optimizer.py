@@ -96,7 +96,8 @@ class CompressedOptimizer(ExchangeOptimizer):
         bucket_bytes: Least size of a gradient bucket, in bytes of float32. Buckets are
             cut between blocks. The bucket of the last layers travels first, while
             other gradients are computed; the bucket of the first layers is smaller.
-            None: 16 MiB, or an eighth of a larger model. Results do not depend on it.
+            None: 16 MiB, or an eighth of a larger model, with `PowerSGD` a half.
+            Results do not depend on it.
         fallback: `"float32"`: gradients travel uncompressed, with the method's
             mathematics kept, if `transport="auto"` finds that to be faster. This
             changes results; the choice is saved with the state, and a run that resumes
