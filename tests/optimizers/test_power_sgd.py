@@ -153,10 +153,11 @@ def without_factors(saved):
     return saved._replace(state=state)
 
 
-def test_a_residual_without_factors_resumes_to_the_bit():
+@pytest.mark.parametrize("buckets", [{}, {"bucket_bytes": 1}])
+def test_a_residual_without_factors_resumes_to_the_bit(buckets):
     uninterrupted, saved = train(2, range(6)), train(2, range(3))
     assert np.any(saved[0].state["compressed.worker.update.left"])
-    rest = train(2, range(3, 6), [*map(without_factors, saved)])
+    rest = train(2, range(3, 6), [*map(without_factors, saved)], **buckets)
     assert [one.bits() for one in rest] == [one.bits() for one in uninterrupted]
 
 
