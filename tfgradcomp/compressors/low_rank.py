@@ -163,6 +163,7 @@ class Matrices(NamedTuple):
 
             return tf.cond(tf.reduce_all(is_used), lambda: table, fill)
 
+        # The search takes longer than this, and most factors have no zero.
         has_zeros = tf.reduce_any(tf.equal(table, 0))
         return tf.reshape(tf.cond(has_zeros, search, lambda: table), [-1])
 
