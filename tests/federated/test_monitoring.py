@@ -1,5 +1,6 @@
 """CompressionMonitor on both sides: figures as NumPy's, and the same bits."""
 
+import time
 import urllib.request
 
 import numpy as np
@@ -132,6 +133,21 @@ def test_the_figures_of_a_hub_are_those_of_the_messages(observed):
     assert written["bytes_received"][0] > lengths[0]
     # The reply to a round travels when the round is closed.
     assert written["bytes_sent"][1] == EVERY * history["compression/bytes_received"][0]
+
+
+def test_rounds_that_close_while_on_round_runs_have_figures(tmp_path):
+    def wait_for_the_end(hub):
+        end = time.monotonic() + 60
+        while hub.round < ROUNDS and time.monotonic() < end:
+            time.sleep(0.01)
+
+    monitor = CompressionMonitor(str(tmp_path), 1)
+    serve = {"monitor": monitor, "on_round": wait_for_the_end}
+    with Serving(ROUNDS, serve, method=ONE_BIT) as hub:
+        Client(hub.address, make_model, "adam", EVERY, insecure=True).fit(
+            make_data(), verbose=0
+        )
+    assert [*events(tmp_path)["clients_counted"]] == [*range(ROUNDS)]
 
 
 def test_prometheus_reads_both_sides(observed):

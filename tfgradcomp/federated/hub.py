@@ -238,6 +238,8 @@ class Hub:
                     seen = self.round
                     watch.show()
                     self._show(on_round)
+            # The last round may have closed during that.
+            watch.show()
             self._say_farewell()
         service.check()
         self._show(None)
